@@ -29,7 +29,7 @@ type source struct {
 
 func sources(t *testing.T) []source {
 	t.Helper()
-	all := []source{{name: "mutex", files: []string{"queue.lua", "mutex.lua"}}}
+	all := []source{{name: "mutex", files: []string{"names.lua", "mutex.lua", "queue.lua"}}}
 	for i := range all {
 		for _, file := range all[i].files {
 			text, err := os.ReadFile(file)

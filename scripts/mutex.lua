@@ -4,7 +4,7 @@
 -- or anybody who meets an expired one) grants the next live waiter in the same call, writes it, and only then tells it.
 -- Fences of a name strictly increase.
 --
--- KEYS and ARGV, and the messages published: see queue.lua, which stands in front of this text.
+-- KEYS and ARGV, and the messages published: see names.lua.
 --
 -- Verbs (ARGV[1]) and the status (first integer) that each may reply:
 --   acquire  1 granted: fence, its remaining time (a repeated acquire does not extend it)
@@ -24,6 +24,9 @@
 -- Twice or late: acquire by a token that holds or waits finds that, and says so; a generation that has ended while a command of
 -- it was unanswered has a tombstone, so what arrives late does nothing; renew and release act only on the very
 -- token they name, and no token is used for two holds.
+
+-- include names.lua
+
 local GRANTED, QUEUED, BUSY, ENDED, GONE, REPEAT = 1, 2, 3, 4, 5, 6
 local RENEWED, RELEASED, WITHDRAWN, INSPECTED, NOT_YOURS = 7, 8, 9, 10, 0
 
@@ -33,6 +36,65 @@ local since, held_ttl, holder_meta
 local function record()
   return holder .. ' ' .. int(held_ttl) .. ' ' .. int(deadline) .. ' ' .. int(since) .. ' ' .. holder_meta
 end
+
+-- hold writes a grant; the caller has taken the token out of the queue. The write that a full memory refuses comes first, so it tells
+-- of an expiry that is not there yet: if that is refused, there is no hold.
+local function hold(token, length, by)
+  holder, held_ttl, deadline, since, holder_meta = token, length, now + length, now_us, by
+  fence = math.max(fence + 1, now_us)
+  local wanted = lifetime(deadline, length)
+  redis.call('HSET', key, 'h', record(), 'f', int(fence), 'x', int(wanted))
+  if wanted > expiry then
+    local raised = redis.pcall('PEXPIREAT', key, int(wanted))
+    if type(raised) ~= 'number' then
+      redis.call('HSET', key, 'x', int(expiry))
+      redis.call('HDEL', key, 'h')
+      error(raised.err, 0)
+    end
+    expiry = wanted
+  end
+end
+
+-- ended takes the hold of `mine` out, even if its deadline has passed: nobody was admitted since.
+local function ended()
+  redis.call('HDEL', key, 'h') -- first: a full memory refuses nothing after it
+  if used > fence then
+    fence = used
+    redis.call('HSET', key, 'f', int(fence))
+  end
+end
+
+local text, standing -- the holder's record, and where the token that the call is about stands
+
+-- common is the common case: nobody waits, and the lock is free for who asks, or mine to release. It stands before the functions that
+-- it does without, since to make those costs more than the case itself.
+local function common()
+  text, standing = open(verb == 'acquire' and ask or mine)
+  if first <= last or standing then return end
+  if verb == 'acquire' and not text and nonce == '' and not said('r') then
+    tick()
+    hold(ask, ttl, meta)
+    return answer(GRANTED, ttl)
+  end
+  if verb == 'release' and ask == '' and text and string.sub(text, 1, #mine + 1) == mine .. ' '
+    and not said('t') then
+    ended()
+    return answer(RELEASED)
+  end
+end
+
+local function failed(why)
+  if fresh then -- nothing stays without an expiry
+    redis.pcall('HDEL', key, 'h', 'f', 'x', 'w' .. mine, 'u', 'v', 'n1')
+  end
+  return { -1, type(why) == 'table' and why.err or why }
+end
+
+local ok, reply = pcall(common)
+if not ok then return failed(reply) end
+if reply then return reply end
+
+-- include queue.lua
 
 -- read takes the holder's record in. An expired hold is dropped; it counts as one fence for each microsecond it may have lasted, since
 -- local hand-overs in its process may have used as many.
@@ -51,24 +113,6 @@ local function read(text)
   if deadline <= now then
     fence = fence + math.max(0, deadline * 1000 - since)
     holder = nil
-  end
-end
-
--- hold writes a grant; the caller has taken the token out of the queue. The write that a full memory refuses comes first, so it tells
--- of an expiry that is not there yet: if that is refused, there is no hold.
-local function hold(token, length, by)
-  holder, held_ttl, deadline, since, holder_meta = token, length, now + length, now_us, by
-  fence = math.max(fence + 1, now_us)
-  local wanted = lifetime(deadline, length)
-  redis.call('HSET', key, 'h', record(), 'f', int(fence), 'x', int(wanted))
-  if wanted > expiry then
-    local raised = redis.pcall('PEXPIREAT', key, int(wanted))
-    if type(raised) ~= 'number' then
-      redis.call('HSET', key, 'x', int(expiry))
-      redis.call('HDEL', key, 'h')
-      error(raised.err, 0)
-    end
-    expiry = wanted
   end
 end
 
@@ -128,14 +172,13 @@ end
 
 local function acquire()
   tick()
-  local text, standing = open(ask)
   read(text)
   return request(standing)
 end
 
 local function renew()
   tick()
-  read((open(mine)))
+  read(text)
   if holder == mine then
     -- Never shorter than an earlier reply said: replies may arrive in any order.
     deadline, held_ttl = math.max(deadline, now + ttl), math.max(held_ttl, ttl)
@@ -151,16 +194,10 @@ local function renew()
 end
 
 local function release()
-  local text, standing = open(mine)
   local status = NOT_YOURS
   if first <= last or said('t') or ask ~= '' then tick() end
   if text and string.sub(text, 1, #mine + 1) == mine .. ' ' then
-    -- Even if its deadline has passed: nobody was admitted since.
-    redis.call('HDEL', key, 'h') -- first: a full memory refuses nothing after it
-    if used > fence then
-      fence = used
-      redis.call('HSET', key, 'f', int(fence))
-    end
+    ended()
     status = RELEASED
   else
     primary() -- first, for the same reason
@@ -179,7 +216,6 @@ end
 
 local function inspect()
   tick()
-  local text = open('')
   local reply = answer(INSPECTED, 0, math.max(0, last - first + 1))
   reply[#reply + 1] = text or ''
   reply[#reply + 1] = 0
@@ -194,9 +230,5 @@ local function inspect()
 end
 
 local verbs = { acquire = acquire, renew = renew, release = release, inspect = inspect }
-local ok, reply = pcall(verbs[verb])
-if ok then return reply end
-if fresh then -- nothing stays without an expiry
-  redis.pcall('HDEL', key, 'h', 'f', 'x', 'w' .. mine, 'u', 'v', 'n1')
-end
-return { -1, type(reply) == 'table' and reply.err or reply }
+ok, reply = pcall(verbs[verb])
+return ok and reply or failed(reply)

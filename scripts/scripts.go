@@ -1,5 +1,5 @@
 // Package scripts holds the Lua that decides, inside Redis, who holds what. Each primitive has one script, named
-// like its Go file; queue.lua, which every script begins with, is what they share.
+// like its Go file; names.lua and queue.lua, which they include, are what they share.
 //
 // The package is not covered by the compatibility promise of dsync. The scripts' headers say what each verb expects
 // and replies; the constants here name the same things for Go, and a test holds the two against each other.
@@ -7,9 +7,13 @@ package scripts
 
 import (
 	_ "embed"
+	"strings"
 
 	"github.com/e51fe0e6/dsync/driver"
 )
+
+//go:embed names.lua
+var names string
 
 //go:embed queue.lua
 var queue string
@@ -18,7 +22,12 @@ var queue string
 var mutex string
 
 // Mutex admits one holder at a time.
-var Mutex = driver.NewScript(queue + mutex)
+var Mutex = driver.NewScript(include(mutex))
+
+// include puts the shared files where a script says that it includes them.
+func include(script string) string {
+	return strings.NewReplacer("-- include names.lua\n", names, "-- include queue.lua\n", queue).Replace(script)
+}
 
 // Commands are those that the scripts call: the ACL line of a user of dsync names them.
 var Commands = []string{"time", "hmget", "hget", "hset", "hdel", "hlen", "pexpireat", "publish", "pubsub|numsub"}

@@ -133,7 +133,8 @@ func (h *hub) listen() error {
 	}
 	defer func() { _ = session.Close() }()
 	// A Subscribe that waits on a silent connection must not hold up Close.
-	defer context.AfterFunc(h.s.ctx, func() { _ = session.Close() })()
+	unhook := context.AfterFunc(h.s.ctx, func() { _ = session.Close() })
+	defer unhook()
 	if err := session.Subscribe(h.channel); err != nil {
 		return h.refused(err)
 	}

@@ -136,7 +136,7 @@ func classify(err error) claim.Class {
 // message is what came on the channel. Anything that is not one of the scripts' messages, to the letter, is none: whoever may publish
 // there can neither grant nor harm.
 type message struct {
-	kind       byte // g, h or e, as in queue.lua
+	kind       byte // g, h or e, as in names.lua
 	key        string
 	generation string
 	nonce      string
