@@ -48,8 +48,12 @@ func newStopwatch(c Clock) *stopwatch { return &stopwatch{clock: c, origin: c.No
 
 func (w *stopwatch) now() time.Duration {
 	t := w.clock.Now()
-	elapsed := t.Sub(w.origin)
-	ahead := int64(t.Round(0).Sub(w.origin.Round(0)) - elapsed)
+	return w.read(t.Sub(w.origin), t.Round(0).Sub(w.origin.Round(0)))
+}
+
+// read takes what each clock says has passed since the origin.
+func (w *stopwatch) read(mono, wall time.Duration) time.Duration {
+	ahead := int64(wall - mono)
 	for {
 		was := w.ahead.Load()
 		if ahead >= was && ahead-was < int64(leap) {
@@ -62,5 +66,5 @@ func (w *stopwatch) now() time.Duration {
 			break
 		}
 	}
-	return elapsed + time.Duration(w.leaped.Load())
+	return mono + time.Duration(w.leaped.Load())
 }
