@@ -54,7 +54,7 @@ func New(d driver.Driver, opts ...ClientOption) *Client {
 // publishes arrives, and that the server's clock goes. The error says what to do. It takes a few round trips and at most 5 s, and opens one
 // connection for the time. Call it at start, and fail early.
 func (c *Client) Ping(ctx context.Context) error {
-	if err := c.check(ctx); err != nil {
+	if err := c.checkOpen(ctx); err != nil {
 		return &Error{Op: "Ping", Kind: "client", Err: err}
 	}
 	if err := c.session.Ping(ctx); err != nil {
@@ -66,7 +66,7 @@ func (c *Client) Ping(ctx context.Context) error {
 // Close refuses new calls and wakes the waiting ones with [ErrClosed], ends the contexts of running Do's with ErrClosed as their cause, and waits
 // until what is held has been released or ctx ends. Holds that are left then are declared lost, and released after that: so a
 // rolling deploy never opens the lock under a running section that heeds its context. The error tells how many holds that were; it is nil if none was.
-// A second Close is nil.
+// Their releases go out, and Close waits for the answers for at most a tenth of a second more. A second Close is nil.
 func (c *Client) Close(ctx context.Context) error {
 	if ctx == nil {
 		return &Error{Op: "Close", Kind: "client", Err: ErrNilContext}
@@ -75,7 +75,7 @@ func (c *Client) Close(ctx context.Context) error {
 		return nil // made without New, it never did anything
 	}
 	if n := c.session.Close(ctx); n > 0 {
-		return &Error{Op: "Close", Kind: "client", Err: fmt.Errorf("%d holds were still in use, and are lost: %w", n, context.Cause(ctx))}
+		return &Error{Op: "Close", Kind: "client", Err: fmt.Errorf("%d holds were still in use, and are lost: %w", n, session.Ended(ctx))}
 	}
 	return nil
 }
@@ -90,6 +90,17 @@ func (c *Client) check(ctx context.Context) error {
 		return errUnmade
 	}
 	return c.invalid
+}
+
+// checkOpen is check, and refuses what a closed client does not do.
+func (c *Client) checkOpen(ctx context.Context) error {
+	if err := c.check(ctx); err != nil {
+		return err
+	}
+	if c.session.Closed() {
+		return ErrClosed
+	}
+	return nil
 }
 
 // lock is what a kind of lock keeps of its client, name and options.

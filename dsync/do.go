@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/e51fe0e6/dsync/internal/session"
 )
@@ -14,6 +15,7 @@ type section struct {
 	key   string
 	fence int64
 	outer *section
+	over  atomic.Bool // fn has returned: its context may live on, but nothing is held by it
 }
 
 type sectionKey struct{}
@@ -26,7 +28,7 @@ func around(ctx context.Context) *section {
 // holding reports whether a Do on this key of this client is running around ctx.
 func holding(ctx context.Context, c *Client, key string) bool {
 	for s := around(ctx); s != nil; s = s.outer {
-		if s.c == c && s.key == key {
+		if s.c == c && s.key == key && !s.over.Load() {
 			return true
 		}
 	}
@@ -44,13 +46,13 @@ func Fence(ctx context.Context) (int64, bool) {
 }
 
 // run calls fn under h, and releases by way of release, whatever becomes of fn: a panic or a runtime.Goexit releases and goes on.
-func (l *lock) run(ctx context.Context, h *session.Hold, fn func(context.Context) error, release func(context.Context) error) (err error) {
-	inner, cancel := context.WithCancelCause(context.WithValue(ctx, sectionKey{}, &section{
-		c: l.c, key: l.key, fence: h.Fence(), outer: around(ctx),
-	}))
+func (l *lock) run(ctx context.Context, h *session.Hold, fn func(context.Context) error, release func(context.Context, *session.Hold) error) (err error) {
+	s := &section{c: l.c, key: l.key, fence: h.Fence(), outer: around(ctx)}
+	inner, cancel := context.WithCancelCause(context.WithValue(ctx, sectionKey{}, s))
 	h.OnEnd(cancel)
 	defer func() {
-		ended := release(ctx)
+		s.over.Store(true)
+		ended := release(ctx, h)
 		cancel(nil)
 		switch {
 		case errors.Is(ended, ErrLost):

@@ -26,8 +26,9 @@
 //   - On one surviving primary two leases of a name never overlap in Redis's own order, and a holder that runs knows of the end of
 //     its lease before Redis can grant the next: it counts from before it asked, less a margin.
 //   - Fencing tokens of a name strictly increase, in the order of the holds.
-//   - A call that ended leaves nothing behind that nobody owns for longer than its TTL: a lock taken after its caller gave up is
-//     given back, whenever the command arrives.
+//   - A call that ended leaves nothing behind that nobody owns: a lock taken after its caller gave up is given back, whenever the command
+//     arrives. If the process is cut off or dies at that moment, its place in the queue lasts for up to its TTL, and a lease that it
+//     is still given for one TTL more.
 //   - A lost message costs min(TTL/3, 3 s); a dead holder costs the rest of its lease.
 //
 // # What no lease can promise

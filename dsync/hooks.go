@@ -87,10 +87,16 @@ func (r *hookRunner) run(call func()) {
 }
 
 func (r *hookRunner) drain() {
+	emptied := false
+	defer func() {
+		if !emptied { // a hook ended this goroutine, with runtime.Goexit
+			go r.drain() // as in run
+		}
+	}()
 	for {
 		r.mu.Lock()
 		if len(r.backlog) == 0 {
-			r.backlog, r.running = nil, false
+			r.backlog, r.running, emptied = nil, false, true
 			r.mu.Unlock()
 			return
 		}

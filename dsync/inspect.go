@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/e51fe0e6/dsync/driver"
+	"github.com/e51fe0e6/dsync/internal/session"
 	"github.com/e51fe0e6/dsync/scripts"
 )
 
@@ -36,7 +37,7 @@ func (m *Mutex) Inspect(ctx context.Context) (MutexState, error) {
 	if m.invalid != nil {
 		return MutexState{}, m.wrap("Inspect", m.invalid)
 	}
-	if err := m.c.check(ctx); err != nil {
+	if err := m.c.checkOpen(ctx); err != nil {
 		return MutexState{}, m.wrap("Inspect", err)
 	}
 	reply, err := m.c.driver.Exec(ctx, driver.Cmd{
@@ -45,7 +46,7 @@ func (m *Mutex) Inspect(ctx context.Context) (MutexState, error) {
 		Args:   []string{scripts.Inspect, "", "", "0", "0", "0", "", "", "", ""},
 	})
 	if err != nil {
-		return MutexState{}, m.wrap("Inspect", err)
+		return MutexState{}, m.wrap("Inspect", session.Explain(err))
 	}
 	state, err := mutexState(reply)
 	return state, m.wrap("Inspect", err)
@@ -54,7 +55,7 @@ func (m *Mutex) Inspect(ctx context.Context) (MutexState, error) {
 func mutexState(r driver.Reply) (MutexState, error) {
 	if status, _ := r.Int(0); status == scripts.Failed {
 		text, _ := r.Str(1)
-		return MutexState{}, driver.Classify(text, errors.New(text))
+		return MutexState{}, session.Explain(driver.Classify(text, errors.New(text)))
 	}
 	const holderAt, listedAt, queueAt = scripts.Group, scripts.Group + 1, scripts.Group + 2
 	fence, ok1 := r.Int(1)
@@ -81,7 +82,8 @@ func mutexState(r driver.Reply) (MutexState, error) {
 		}
 	}
 	state.Waiting = len(state.Queue)
-	if places, ok := r.Int(5); ok && listed == 100 {
+	// The script looks at 100 places, or at 1,000 numbers of which some are given up: beyond, it only knows how far they go.
+	if places, ok := r.Int(5); ok && (listed == 100 || places > 1000) {
 		state.Waiting = max(state.Waiting, int(places))
 	}
 	return state, nil

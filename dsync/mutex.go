@@ -94,7 +94,7 @@ func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context) error) erro
 	if err != nil {
 		return m.wrap("Do", err)
 	}
-	return m.run(ctx, h, fn, m.release)
+	return m.run(ctx, h, fn, m.releaseHold)
 }
 
 // TryDo is Do without waiting for a holder, as TryLock is Lock. The bool tells whether fn was called.
@@ -103,7 +103,7 @@ func (m *Mutex) TryDo(ctx context.Context, fn func(ctx context.Context) error) (
 	if h == nil {
 		return false, m.wrap("TryDo", err)
 	}
-	return true, m.run(ctx, h, fn, m.release)
+	return true, m.run(ctx, h, fn, m.releaseHold)
 }
 
 // Lost returns a channel that is closed when the current hold is lost. Without a hold it is closed already. It may have been closed by
@@ -170,6 +170,12 @@ func (m *Mutex) release(ctx context.Context) error {
 	return h.Release(ctx)
 }
 
+// releaseHold is release for a Do, which ends its own hold and no other: fn may have unlocked, and another goroutine may hold by now.
+func (m *Mutex) releaseHold(ctx context.Context, h *session.Hold) error {
+	m.hold.CompareAndSwap(h, nil)
+	return h.Release(ctx)
+}
+
 type locker struct{ m *Mutex }
 
 // Lock is for sync.Locker.
@@ -190,7 +196,7 @@ func (l locker) Lock() {
 func (l locker) Unlock() {
 	err := l.m.Unlock(context.Background()) //nolint:forbidigo // sync.Locker has no context to take
 	switch {
-	case errors.Is(err, ErrNotHeld):
+	case errors.Is(err, ErrNotHeld), errors.Is(err, ErrInvalidName), errors.Is(err, ErrInvalidOption):
 		panic(err)
 	case err != nil:
 		l.m.log(context.Background(), slog.LevelWarn, "dsync: unlocked, but", err) //nolint:forbidigo // see above

@@ -228,7 +228,8 @@ type generation struct {
 	renewAt    Time
 	grantFence int64
 	usedFence  int64
-	grantedAt  Time // when the grant was learned
+	grantedAt  Time  // when the grant was learned
+	renewErr   error // of the last renewal, if it failed
 	contended  bool
 	contendAt  Time // since when another process is known to wait
 	lingerTill Time // 0: used
@@ -265,8 +266,13 @@ func (c *Claim) Idle() bool {
 // Waiting reports whether the claim waits in Redis, or is about to: then a new subscription must be told to it.
 func (c *Claim) Waiting() bool { return c.head != nil }
 
-// Outage returns the error of the outage that goes on, or nil.
-func (c *Claim) Outage() error { return c.outageErr }
+// Outage returns the error of the outage that goes on, or nil. A command that should have been answered is the beginning of one.
+func (c *Claim) Outage(now Time) error {
+	if f := c.flight; c.outageErr == nil && f != nil && now >= f.SentAt+longestSilence {
+		return errSilent
+	}
+	return c.outageErr
+}
 
 // Remaining returns how long the hold of r is still valid by the conservative count.
 func (c *Claim) Remaining(now Time, r *Request) time.Duration {

@@ -146,7 +146,7 @@ func (c *Claim) Tick(now Time) {
 		if err == nil {
 			err = errSilent
 		}
-		c.failTry(now, err) // first: what it waited for may be overdue for those behind it
+		c.failTries(now, err) // first: what it waited for may be overdue for those behind it
 	}
 	if c.flight != nil && now >= c.patience() {
 		c.silent(now)

@@ -160,10 +160,6 @@ func (w *world) disaster(s setting, p *process, choose pick) {
 			w.flush()
 		}
 	case 5:
-		if c := p.find(unlocks, choose); c != nil {
-			w.forget(p, c)
-		}
-	case 6:
 		w.tellSub(p, Deaf)
 	default:
 		w.tick(p) // too early does no harm

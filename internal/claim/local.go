@@ -2,7 +2,9 @@ package claim
 
 import "time"
 
-// Request puts r at the end of the local queue. A try is refused at once if somebody here holds or waits.
+// Request puts r at the end of the local queue. A try is refused at once if somebody here holds, or waits for a holder. Behind another try,
+// of which it is not known yet what comes of it, it waits for the one answer: refused now, it would say that somebody holds the
+// lock while perhaps nobody can be asked.
 func (c *Claim) Request(now Time, r *Request) {
 	r.since = now
 	c.expire(now)
@@ -10,7 +12,7 @@ func (c *Claim) Request(now Time, r *Request) {
 	case c.closed:
 		c.act(Action{Kind: Fail, Req: r, Outcome: Closed})
 		return
-	case r.Try && (c.user != nil || c.head != nil):
+	case r.Try && (c.user != nil || c.tail != nil && !c.tail.Try):
 		c.act(Action{Kind: Refuse, Req: r, RetryAfter: c.localRetryAfter(now)})
 		return
 	}
@@ -58,15 +60,6 @@ func (c *Claim) Release(now Time, r *Request) {
 	c.drive(now)
 }
 
-// Forget tells that nobody waits for the confirmation of r's release any more. The release goes on.
-func (c *Claim) Forget(r *Request) {
-	for _, e := range c.ends {
-		if e.confirm == r {
-			e.confirm = nil
-		}
-	}
-}
-
 // Close refuses what waits and all that comes, and gives up what is not in use.
 func (c *Claim) Close(now Time) {
 	c.closed = true
@@ -79,6 +72,16 @@ func (c *Claim) Close(now Time) {
 		c.drop(now)
 	}
 	c.drive(now)
+}
+
+// Shut ends the claim's part when nothing will be sent any more: who still waits for a confirmation gets none.
+func (c *Claim) Shut() {
+	for _, e := range c.ends {
+		if e.confirm != nil {
+			c.act(Action{Kind: Confirm, Req: e.confirm, Outcome: Unconfirmed, Err: c.outageErr})
+		}
+	}
+	c.ends, c.gen, c.flight = nil, nil, nil
 }
 
 // Force declares the hold lost that is left after Close, and releases it: in this order, so that its user is told before anybody else can
@@ -129,13 +132,22 @@ func (c *Claim) use(now Time, a Action) {
 	c.gen.lingerTill = 0
 	a.Kind, a.Req = Grant, r
 	c.act(a)
+	c.refuseTries(c.localRetryAfter(now))
+}
+
+// refuseTries refuses the tries at the head of the queue: one answer is for all of them.
+func (c *Claim) refuseTries(retryAfter time.Duration) {
+	for r := c.head; r != nil && r.Try; r = c.head {
+		c.remove(r)
+		c.act(Action{Kind: Refuse, Req: r, RetryAfter: retryAfter})
+	}
 }
 
 // lose declares the hold lost and ends the generation.
 func (c *Claim) lose(now Time, why Reason) {
 	if c.user != nil {
 		c.user.lost = true
-		c.act(Action{Kind: Lose, Req: c.user, Reason: why, Err: c.outageErr})
+		c.act(Action{Kind: Lose, Req: c.user, Reason: why, Err: c.gen.renewErr})
 	}
 	c.end(now, nil) // even if the server denied it: after a failover the place that it came from may be there again
 }

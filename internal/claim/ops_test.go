@@ -45,12 +45,6 @@ func (w *world) release(p *process, c *call) {
 	})
 }
 
-// forget gives the wait for a confirmation up.
-func (w *world) forget(p *process, c *call) {
-	w.event(p, func(cl *Claim) { cl.Forget(c.req) })
-	p.calls = slices.DeleteFunc(p.calls, func(x *call) bool { return x == c })
-}
-
 func (w *world) tick(p *process) {
 	w.event(p, func(cl *Claim) { cl.Tick(w.now) })
 	if at, ok := p.claim.Next(); ok && at <= w.now {

@@ -19,7 +19,7 @@ func TestOutageShorterThanTheBudgetIsWaitedOut(t *testing.T) {
 		cmd = s.next(at-s.now).sends(Acquire, "", "g1")
 	}
 	s.says(cmd, granted(ttl)).grants("a", ViaReply)
-	if s.c.Outage() != nil {
+	if s.c.Outage(s.now) != nil {
 		t.Fatal("the outage is over")
 	}
 }
@@ -66,7 +66,7 @@ func TestOutageIsNotBegunByAnOldCommand(t *testing.T) {
 	first := s.request("a").sends(Acquire, "", "g1")
 	second := s.wait(time.Second).sends(Acquire, "", "g1")
 	s.says(second, s.queuedAt(1, time.Minute)).fails(first, Unknown).done()
-	if s.c.Outage() != nil {
+	if s.c.Outage(s.now) != nil {
 		t.Fatal("the server answered just now")
 	}
 }
@@ -132,7 +132,7 @@ func TestOutageIsStillKnownToTheOneWhoCancels(t *testing.T) {
 	s := run(t)
 	cmd := s.request("a").sends(Acquire, "", "g1")
 	s.fails(cmd, NotExecuted).cancel("a", true)
-	if s.c.Outage() == nil {
+	if s.c.Outage(s.now) == nil {
 		t.Fatal("the caller cannot be told why it waited in vain")
 	}
 }

@@ -98,16 +98,6 @@ func TestReleaseRefusedGoesOnInTheBackground(t *testing.T) {
 	}
 }
 
-func TestReleaseNobodyWaitsForGoesOn(t *testing.T) {
-	t.Parallel()
-	s := run(t).holds("a")
-	cmd := s.release("a").sends(Release, "g1", "")
-	s.event("forget", func() { s.c.Forget(s.reqs["a"]) })
-	s.fails(cmd, NotExecuted).done()
-	cmd = s.next(firstBackOff).sends(Release, "g1", "")
-	s.says(cmd, Answer{Status: Released}).idle()
-}
-
 func TestReleaseUnfinishedIsRepeatedAtOnce(t *testing.T) {
 	t.Parallel()
 	s := run(t).holds("a")

@@ -163,9 +163,7 @@ func (c *Claim) asked(now Time, cmd *Command, a Answer, current bool) {
 	case Busy:
 		c.drop(now)
 		if c.head != nil && c.head.Try {
-			r := c.head
-			c.remove(r)
-			c.act(Action{Kind: Refuse, Req: r, RetryAfter: a.Remaining})
+			c.refuseTries(a.Remaining)
 			return
 		}
 		c.tried = true
@@ -267,7 +265,7 @@ func (c *Claim) hold(now, end Time, a Answer, via Via) {
 	case now >= g.validUntil:
 		c.end(now, nil)
 		if c.head.Try {
-			c.failTry(now, errLapsed) // one attempt
+			c.failTries(now, errLapsed) // one attempt
 		}
 		return
 	case !fits(g, c.head): // the one it was asked for has given up
@@ -316,6 +314,7 @@ func (c *Claim) renewed(now Time, cmd *Command, a Answer) {
 		c.lose(now, LostDenied)
 		return
 	}
+	g.renewErr = nil
 	g.extend(cmd.SentAt + a.Remaining - Margin(g.ttl))
 	g.renewAt = max(g.renewAt, renewAt(cmd.SentAt, g.ttl))
 	c.others(now, cmd.SentAt, a.Waiting)
@@ -358,7 +357,7 @@ func (c *Claim) failed(now Time, cmd *Command, rep Reply, current bool) {
 		c.unconfirmed(cmd.End, rep.Err) // the server has spoken; the release goes on all the same
 	}
 	if cmd.Ask != "" && c.head != nil && c.head.Try && c.gen != nil && c.gen.token == cmd.Ask {
-		c.failTry(now, rep.Err) // one attempt
+		c.failTries(now, rep.Err) // one attempt
 	}
 }
 
@@ -386,6 +385,7 @@ func (c *Claim) denied(now Time, cmd *Command, err error, current bool) {
 // renewFailed reports a failed renewal, if somebody holds by it: a lease that only lingers is nobody's trouble.
 func (c *Claim) renewFailed(cmd *Command, err error) {
 	if cmd.Verb == Renew && c.user != nil && c.gen != nil && c.gen.token == cmd.End {
+		c.gen.renewErr = err
 		c.act(Action{Kind: RenewFailed, Req: c.user, Err: err})
 	}
 }
@@ -399,10 +399,12 @@ func (c *Claim) unconfirmed(token string, err error) {
 	}
 }
 
-func (c *Claim) failTry(now Time, err error) {
-	r := c.head
-	c.remove(r)
-	c.act(Action{Kind: Fail, Req: r, Outcome: Unavailable, Err: err})
+// failTries fails the tries at the head of the queue: the one attempt was for all of them.
+func (c *Claim) failTries(now Time, err error) {
+	for r := c.head; r != nil && r.Try; r = c.head {
+		c.remove(r)
+		c.act(Action{Kind: Fail, Req: r, Outcome: Unavailable, Err: err})
+	}
 	if c.gen != nil && c.gen.phase != held {
 		c.drop(now)
 	}

@@ -84,7 +84,7 @@ func confirmation(a claim.Action) error {
 // still lasts), or ctx ends, or with an error.
 func (s *Session) Acquire(ctx context.Context, key string, script *driver.Script, spec claim.Request) (*Hold, time.Duration, error) {
 	if ctx.Err() != nil {
-		return nil, 0, ended(ctx)
+		return nil, 0, Ended(ctx)
 	}
 	h := &Hold{req: spec}
 	h.req.Tag = h
@@ -129,16 +129,16 @@ func (h *Hold) cancel(ctx context.Context) (err error) {
 		if !c.Cancel(now, &h.req) {
 			return
 		}
-		err = ended(ctx)
-		if cause := c.Outage(); cause != nil {
+		err = Ended(ctx)
+		if cause := c.Outage(now); cause != nil {
 			err = fmt.Errorf("%w: %w: %w", err, ErrUnavailable, cause)
 		}
 	})
 	return err
 }
 
-// ended returns the error of a context that has ended: it matches ctx.Err(), and the cause if there is another.
-func ended(ctx context.Context) error {
+// Ended returns the error of a context that has ended: it matches ctx.Err(), and the cause if there is another.
+func Ended(ctx context.Context) error {
 	if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
 		return fmt.Errorf("%w: %w", ctx.Err(), cause)
 	}
@@ -172,13 +172,13 @@ func (h *Hold) Release(ctx context.Context) error {
 		return h.outcome
 	case <-ctx.Done():
 	}
-	cause := ended(ctx)
-	e.step(func(c *claim.Claim, _ time.Duration) {
-		if outage := c.Outage(); outage != nil {
-			cause = fmt.Errorf("%w: %w", cause, outage)
-		}
-		c.Forget(&h.req)
-	})
+	cause := Ended(ctx)
+	e.mu.Lock() // the release goes on, and its end is observed
+	outage := e.claim.Outage(e.s.watch.now())
+	e.mu.Unlock()
+	if outage != nil {
+		cause = fmt.Errorf("%w: %w", cause, outage)
+	}
 	return fmt.Errorf("%w: %w", ErrUnconfirmed, cause)
 }
 

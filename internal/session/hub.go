@@ -38,7 +38,8 @@ type hub struct {
 	started bool
 	sub     claim.Subscription
 	epoch   int
-	redial  chan struct{} // of the present epoch: closed to have it replaced
+	redial  chan struct{} // of the present epoch: closed once, to have it replaced
+	given   bool          // redial is closed; no more echoes are asked for in this epoch
 	heardAt time.Duration
 	logged  bool // the refused channel was logged
 
@@ -118,11 +119,13 @@ func (h *hub) listen() error {
 	h.epoch++
 	epoch := h.epoch
 	redial := make(chan struct{})
-	h.redial = redial
+	h.redial, h.given = redial, false
 	h.mu.Unlock()
 	h.expectEcho()
 
-	events := make(chan driver.Event, 4) // Subscribed, Refused, Down; what does not fit is of no interest any more
+	// Subscribed, Refused and Down. The last two end the session, so one that does not fit follows one that ends it, unless a
+	// driver confirms without end; then the echo finds out.
+	events := make(chan driver.Event, 16)
 	ctx, cancel := context.WithCancel(h.s.ctx)
 	defer cancel()
 	stop := h.s.cfg.Clock.AfterFunc(dialBound, cancel)
@@ -154,7 +157,7 @@ func (h *hub) listen() error {
 				h.expectEcho()
 				h.set(claim.Ready)
 			case driver.Refused:
-				return h.deaf(ev.Err)
+				return h.refused(ev.Err)
 			default:
 				return ev.Err
 			}
@@ -274,7 +277,7 @@ func (h *hub) mark(waits bool) (nonce string, passable bool) {
 	if h.sub != claim.Ready || !waits {
 		return "", false
 	}
-	if h.nonce == "" && !h.mute && (h.wanted || now-h.heardAt >= quiet) {
+	if h.nonce == "" && !h.mute && !h.given && (h.wanted || now-h.heardAt >= quiet) {
 		h.nonce, h.wanted = random(8), false
 		nonce = h.nonce
 	}
@@ -321,8 +324,8 @@ func (h *hub) echoed(m message) {
 func (h *hub) overdue(epoch int, nonce string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if epoch == h.epoch && h.nonce == nonce {
-		h.nonce = ""
+	if epoch == h.epoch && h.nonce == nonce && !h.given {
+		h.nonce, h.given = "", true
 		close(h.redial)
 	}
 }

@@ -47,6 +47,9 @@ type pinger struct {
 func (p *pinger) scripts(ctx context.Context, nonce string) error {
 	began := p.s.watch.now()
 	first, flags, err := p.run(ctx, nonce, &claim.Command{Verb: claim.Acquire, Ask: p.generation, Wait: true})
+	if errors.Is(err, ErrUnavailable) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("the acquiring script does not run; the user needs EVALSHA, EVAL and the commands %q on the keys %s:*: %w",
 			scripts.Commands, p.s.cfg.Prefix, err)
@@ -79,7 +82,7 @@ func (p *pinger) run(ctx context.Context, nonce string, cmd *claim.Command) (cla
 	}
 	r, err := p.s.cfg.Driver.Exec(ctx, dc)
 	rep, flags := decode(cmd, r, err)
-	return rep, flags, rep.Err
+	return rep, flags, Explain(rep.Err)
 }
 
 // channel subscribes to a channel beside the client's and has a script publish there.
@@ -88,7 +91,7 @@ func (p *pinger) channel(ctx context.Context) error {
 	need := fmt.Sprintf("the user needs SUBSCRIBE and the channels &%s:*; without, waiters are served by re-checks only", p.s.cfg.Prefix)
 	session, err := p.s.cfg.Driver.OpenSession(ctx, func(ev driver.Event) { offer(p.events, ev) })
 	if err != nil {
-		return fmt.Errorf("no subscription can be opened; %s: %w", need, err)
+		return fmt.Errorf("no subscription can be opened; %s: %w", need, Explain(err))
 	}
 	defer func() { _ = session.Close() }()
 	if err := session.Subscribe(channel); err != nil {
@@ -113,7 +116,7 @@ func (p *pinger) channel(ctx context.Context) error {
 			case driver.Unsubscribed, driver.Pong:
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("what a script published on %s did not come back: %w", channel, ended(ctx))
+			return fmt.Errorf("what a script published on %s did not come back: %w", channel, Ended(ctx))
 		}
 	}
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/e51fe0e6/dsync/internal/keys"
 )
 
-// closeGrace bounds how long Close waits for the releases of holds that it took away itself.
-const closeGrace = time.Second
+// closeGrace bounds how long Close, whose ctx has ended, waits for the answers to the releases that it sent itself.
+const closeGrace = 100 * time.Millisecond
 
 // batch is how many commands that fall due together go out in one write: more would hold up the server.
 const batch = 128
@@ -82,6 +82,7 @@ type Session struct {
 	entries map[string]*entry
 	closing bool
 	drained chan struct{} // closed when closing and no entry is left
+	closed  chan struct{} // closed when Close is done
 	done    bool          // nothing is sent any more
 }
 
@@ -125,6 +126,7 @@ func New(cfg Config) *Session {
 		watch:    newStopwatch(cfg.Clock),
 		entries:  map[string]*entry{},
 		drained:  make(chan struct{}),
+		closed:   make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background()) //nolint:forbidigo // there is no caller to take one from
 	s.detached = context.WithoutCancel(s.ctx)
@@ -167,6 +169,13 @@ func (s *Session) locked(key string, script *driver.Script) (*entry, error) {
 		}
 		e.mu.Unlock()
 	}
+}
+
+// Closed reports whether Close was called.
+func (s *Session) Closed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
 }
 
 // lookup returns the entry of a key in use, or nil.
@@ -281,7 +290,8 @@ func (e *entry) exec(cmd *claim.Command) {
 	e.take(cmd, nonce, r, err)
 }
 
-// all runs an event on many entries and sends what comes of it with few writes.
+// all runs an event on many entries and sends what comes of it with few writes. A batch is answered when its slowest command
+// is, so what has met silence or a failure goes alone: on a cluster, one dead node would hold up the names of all.
 func (s *Session) all(entries []*entry, event func(e *entry)) {
 	type due struct {
 		e   *entry
@@ -291,7 +301,12 @@ func (s *Session) all(entries []*entry, event func(e *entry)) {
 	for _, e := range entries {
 		e.mu.Lock()
 		event(e)
+		alone := e.claim.Outage(s.watch.now()) != nil
 		for _, cmd := range e.unlock() {
+			if alone {
+				go e.exec(cmd) // ends with the driver's Exec
+				continue
+			}
 			sends = append(sends, due{e, cmd})
 		}
 	}
@@ -365,14 +380,19 @@ func (s *Session) drainedLocked() {
 
 // Close refuses new calls, wakes waiters with ErrClosed and interrupts running Do's, then waits for holds to be released until ctx ends.
 // Holds left then are declared lost, and only then released: nobody else can be granted while a user here believes to hold.
-// It returns how many there were. Another call while one runs, or after it, returns at once.
+// It returns how many there were. Another call waits for the first, or until its own ctx ends.
 func (s *Session) Close(ctx context.Context) (forced int) {
 	s.mu.Lock()
 	if s.closing {
 		s.mu.Unlock()
+		select {
+		case <-s.closed:
+		case <-ctx.Done():
+		}
 		return 0
 	}
 	s.closing = true
+	defer close(s.closed)
 	s.drainedLocked()
 	s.mu.Unlock()
 
@@ -393,6 +413,9 @@ func (s *Session) Close(ctx context.Context) (forced int) {
 	s.done = true
 	s.mu.Unlock()
 	s.cancel()
+	s.all(s.snapshot(), func(e *entry) { // whoever waits for an answer would wait for ever
+		e.applyLocked(func(c *claim.Claim, _ time.Duration) { c.Shut() })
+	})
 	return forced
 }
 

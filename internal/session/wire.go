@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -73,13 +74,18 @@ func decode(c *claim.Command, r driver.Reply, err error) (rep claim.Reply, flags
 	}
 	at := 0
 	if c.End != "" {
-		if rep.End, _, err = answer(r, at); err != nil {
+		of := []claim.Status{claim.NotYours, claim.Released, claim.Withdrawn}
+		if c.Verb == claim.Renew {
+			of = []claim.Status{claim.NotYours, claim.Renewed}
+		}
+		if rep.End, _, err = answer(r, at, of...); err != nil {
 			return claim.Reply{Class: claim.Unknown, Err: err}, 0
 		}
 		at += scripts.Group
 	}
 	if c.Ask != "" {
-		if rep.Ask, flags, err = answer(r, at); err != nil {
+		rep.Ask, flags, err = answer(r, at, claim.Granted, claim.Queued, claim.Busy, claim.Ended, claim.Gone, claim.Again)
+		if err != nil {
 			return claim.Reply{Class: claim.Unknown, Err: err}, 0
 		}
 		at += scripts.Group
@@ -90,7 +96,8 @@ func decode(c *claim.Command, r driver.Reply, err error) (rep claim.Reply, flags
 	return rep, flags
 }
 
-func answer(r driver.Reply, at int) (claim.Answer, int64, error) {
+// answer reads a group of integers; its status must be one of those that the question can have.
+func answer(r driver.Reply, at int, of ...claim.Status) (claim.Answer, int64, error) {
 	var n [scripts.Group]int64
 	for i := range n {
 		v, ok := r.Int(at + i)
@@ -99,7 +106,7 @@ func answer(r driver.Reply, at int) (claim.Answer, int64, error) {
 		}
 		n[i] = v
 	}
-	if n[0] > scripts.Withdrawn || n[2] > int64(maxDuration/time.Millisecond) {
+	if !slices.Contains(of, claim.Status(n[0])) || n[2] > int64(maxDuration/time.Millisecond) {
 		return claim.Answer{}, 0, fmt.Errorf("%w: status %d, remaining %d ms", errReply, n[0], n[2])
 	}
 	return claim.Answer{
@@ -115,6 +122,14 @@ func answer(r driver.Reply, at int) (claim.Answer, int64, error) {
 
 // maxDuration keeps arithmetic on durations that came from outside from running over.
 const maxDuration = 100 * 366 * 24 * time.Hour
+
+// Explain adds ErrUnavailable to an error of a command that may go better another time.
+func Explain(err error) error {
+	if err == nil || classify(err) == claim.Denied {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
 
 func classify(err error) claim.Class {
 	var refused *driver.ServerError
