@@ -245,7 +245,8 @@ type ending struct {
 	valid    Time     // end of the hold's validity
 	inTime   bool     // the first release went out before that
 	confirm  *Request // whose Release waits for the answer, or nil
-	overAt   Time     // from then on the lease is over anyway
+	leaseEnd Time     // from then on the lease is over anyway, and confirm has nothing to wait for
+	overAt   Time     // from then on nothing of it can be left
 }
 
 // New returns a claim that wants nothing.

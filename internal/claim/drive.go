@@ -130,8 +130,15 @@ func (c *Claim) Subscribed(now Time, sub Subscription) {
 		c.tried, c.blindAt = false, 0
 		if g := c.gen; g != nil && g.phase == queued {
 			g.recheckAt = now
-		} else if g != nil && g.phase == held && (c.head != nil || g.lingerTill > 0) {
-			g.renewAt = now // a hint may be lost, and it matters: the answer says whether others wait
+		} else if g != nil && g.phase == held {
+			// A hint may have been lost. Whoever would pass the lease on locally, or keep it, asks now; who may come to do so
+			// takes it that others wait, until an answer says that they do not.
+			if c.head != nil || g.lingerTill > 0 {
+				g.renewAt = now
+			}
+			if c.user != nil {
+				c.others(now, now, true)
+			}
 		}
 	}
 	c.expire(now)
@@ -173,8 +180,9 @@ func (c *Claim) silent(now Time) {
 // giveUp ends what has waited for the server too long.
 func (c *Claim) giveUp(now Time) {
 	c.ends = slices.DeleteFunc(c.ends, func(e *ending) bool {
-		if now >= e.overAt && e.confirm != nil {
+		if now >= e.leaseEnd && e.confirm != nil {
 			c.act(Action{Kind: Confirm, Req: e.confirm, Outcome: Unconfirmed, Err: c.outageErr})
+			e.confirm = nil
 		}
 		return now >= e.overAt
 	})
@@ -220,6 +228,9 @@ func (c *Claim) Next() (Time, bool) {
 	}
 	for _, e := range c.ends {
 		at = min(at, e.overAt)
+		if e.confirm != nil {
+			at = min(at, e.leaseEnd)
+		}
 		if idle {
 			at = min(at, c.retryAt)
 		}

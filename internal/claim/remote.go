@@ -433,7 +433,7 @@ func (c *Claim) end(now Time, r *Request) {
 	}
 	c.ends = append(c.ends, &ending{
 		token: g.token, used: g.usedFence, open: g.open,
-		answered: g.answered || g.phase == held, valid: g.validUntil, confirm: r, overAt: over,
+		answered: g.answered || g.phase == held, valid: g.validUntil, confirm: r, leaseEnd: now + g.ttl, overAt: over,
 	})
 }
 

@@ -422,7 +422,6 @@ func TestSimLateNewsLeavesLessOfTheLease(t *testing.T) {
 }
 
 func TestSimHintThatCameBeforeTheSubscriptionIsNotMissed(t *testing.T) {
-	t.Skip("broken: internal/claim asks who waits on a new subscription only if it lingers or has a local waiter already (seed 427926269245)")
 	play(t, time.Millisecond, func(s *scene) {
 		p1, p2 := s.Process(s.kind, 1), s.process()
 		p1.Link.HoldKind(50*time.Millisecond, Subscription, Up)
