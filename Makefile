@@ -21,9 +21,10 @@ test: ## run all tests
 race: ## run all tests under the race detector
 	go test -race ./...
 
-# No test deadline: the tests end themselves after SIM_TIME, which may be a night.
-stress: ## run the simulation and stress tests; SIM_TIME=60s, SIM_SEED=<seed of a failure>
-	SIM_TIME='$(SIM_TIME)' $(if $(SIM_SEED),SIM_SEED='$(SIM_SEED)') go test -count=1 -timeout 0 -run 'Stress|Sim' ./internal/sim/ ./...
+# No test deadline: the simulation ends itself after SIM_TIME, which may be a night.
+stress: ## simulate and explore at random; SIM_TIME=60s, SIM_SEED=<seed of a failure>
+	SIM_TIME='$(SIM_TIME)' $(if $(SIM_SEED),SIM_SEED='$(SIM_SEED)') CLAIM_SEEDS=20000 \
+		go test -count=1 -timeout 0 -run 'Sim|Expl' ./internal/sim/ ./internal/claim/
 
 bench: ## run all benchmarks
 	go test -run '^$$' -bench . -benchmem ./...
