@@ -128,7 +128,7 @@ func closeNow(t testing.TB, c *dsync.Client) {
 // within is a context that ends a test that hangs; it is no assertion on speed.
 func within(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rounds(30, 1200))*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -228,11 +228,12 @@ func TestScenarioB84StuckReleaseGoesOn(t *testing.T) {
 			require.ErrorIs(t, mu.Unlock(within(t)), dsync.ErrNotHeld)
 			require.Zero(t, mu.Remaining())
 		}
-		<-time.After(700 * time.Millisecond) // two renewals of the short one
+		<-time.After(1300 * time.Millisecond) // a command counts as unanswered after a second, and the next one goes out
 		p.Release()
 		freed(t, w.server, "b84")
 		freed(t, w.server, "b84-short")
-		require.Equal(t, before, m.count("renew"))
+		require.Zero(t, m.renewals("b84"))
+		require.LessOrEqual(t, m.count("renew"), before+1, "one may have been on its way when Unlock was called")
 	})
 }
 

@@ -74,7 +74,7 @@ func TestScenarioB45PlacesDoNotDriftIntoTheFuture(t *testing.T) {
 // be for ten minutes.
 func TestScenarioB46ManyDeadWaitersAreSkipped(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		n := rounds(70, 1000) // more than the 64 numbers that one call may pass
+		n := rounds(70, 200) // more than the 64 numbers that one call may pass
 		a := dsync.NewMutex(w.client(t), "b46", dsync.WithTTL(time.Minute))
 		require.NoError(t, a.Lock(within(t)))
 		crowd := w.spawn(t, "crowd", "b46", strconv.Itoa(n))
@@ -108,7 +108,7 @@ func TestScenarioB46ManyDeadWaitersAreSkipped(t *testing.T) {
 // many as they are.
 func TestScenarioB47DeadHolderIsNoticedByTheQueue(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		for _, waiters := range []int{2, rounds(20, 300)} {
+		for _, waiters := range []int{2, rounds(20, 100)} {
 			t.Run(strconv.Itoa(waiters), func(t *testing.T) {
 				name := fmt.Sprintf("b47-%d", waiters)
 				a := w.spawn(t, "hold", name, "1s")

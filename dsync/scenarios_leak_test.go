@@ -143,7 +143,7 @@ func TestScenarioB61CloseLeavesNoGoroutine(t *testing.T) {
 // B62: a name that was used leaves nothing for longer than the retention of a minute, whether it was locked, waited for or abandoned.
 func TestScenarioB62NamesLeaveNothingBehind(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		const ttl, retention = time.Second, time.Minute
+		const ttl, retention = 10 * time.Second, time.Minute
 		c, other := w.client(t), w.client(t)
 		w.warm(t, other)
 		for i := range rounds(200, 20_000) {
@@ -219,7 +219,7 @@ func TestScenarioB66ResubscribingDoesNotGrow(t *testing.T) {
 		var held []*dsync.Mutex
 		var got []<-chan error
 		for i := range names {
-			held = append(held, dsync.NewMutex(holders, fmt.Sprintf("b66-%d", i), dsync.WithTTL(time.Minute), dsync.WithoutRenewal()))
+			held = append(held, dsync.NewMutex(holders, fmt.Sprintf("b66-%d", i), dsync.WithTTL(10*time.Minute), dsync.WithoutRenewal()))
 			ok, err := held[i].TryLock(within(t))
 			require.NoError(t, err)
 			require.True(t, ok)

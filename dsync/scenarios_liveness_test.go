@@ -356,7 +356,7 @@ func TestScenarioB37NobodySleepsBesideAFreeLock(t *testing.T) {
 			for range 10 {
 				mu := dsync.NewMutex(c, "b37", dsync.WithTTL(900*time.Millisecond))
 				wg.Go(func() {
-					for range rounds(5, 2000) {
+					for range rounds(5, 300) {
 						if err := mu.Lock(ctx); err != nil {
 							t.Error(err)
 							return

@@ -112,7 +112,7 @@ func TestScenarioB03ReleaseAtExpiryLeavesTheNextOwner(t *testing.T) {
 				}
 			}
 			wg.Go(func() {
-				for range rounds(8, 2000) {
+				for range rounds(8, 300) {
 					if err := a.Lock(ctx); err != nil {
 						t.Error(err)
 						return
@@ -165,7 +165,7 @@ func TestScenarioB03ReleaseAtExpiryLeavesTheNextOwner(t *testing.T) {
 func TestScenarioB04CrashLeavesNoKeyForEver(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const names, all = 50, "50"
-		for range rounds(4, 300) {
+		for range rounds(4, 60) {
 			a, b := w.spawn(t, "spin", all), w.spawn(t, "spin", all)
 			a.expect("spinning")
 			b.expect("spinning")
