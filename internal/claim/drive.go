@@ -86,6 +86,7 @@ func (c *Claim) ask(cmd *Command) {
 	cmd.Ask, cmd.TTL, cmd.Wait, cmd.Meta = g.token, g.ttl, g.wait, g.meta
 	cmd.Life = life(g.ttl)
 	cmd.Repeated = g.sent > 0
+	cmd.alone = g.open == 0
 	g.sent++
 	g.open++
 }

@@ -31,6 +31,7 @@ type Command struct {
 	Meta   string
 	epoch  int  // of the subscription
 	again  bool // an earlier release of End may have been executed
+	alone  bool // every earlier acquire of Ask is answered: this one is executed last
 }
 
 // Status of an [Answer]; the same facts as the statuses of the scripts.
@@ -169,7 +170,9 @@ func (c *Claim) asked(now Time, cmd *Command, a Answer, current bool) {
 		c.tried = true
 	case Ended, Gone:
 		if current { // an older command may have found this before a newer one made it untrue
-			g.answered = false
+			if cmd.alone { // else one that was sent before it may have been executed after it
+				g.answered = false
+			}
 			c.drop(now)
 		}
 	default: // no answer to an acquire
@@ -353,7 +356,7 @@ func (c *Claim) failed(now Time, cmd *Command, rep Reply, current bool) {
 		c.backOff(now)
 		c.renewFailed(cmd, rep.Err)
 	}
-	if rep.Class == Refused {
+	if rep.Class == Refused && cmd.Verb == Release {
 		c.unconfirmed(cmd.End, rep.Err) // the server has spoken; the release goes on all the same
 	}
 	if cmd.Ask != "" && c.head != nil && c.head.Try && c.gen != nil && c.gen.token == cmd.Ask {
