@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/e51fe0e6/dsync/dsync"
@@ -141,7 +142,8 @@ func TestPingAndInspectTellAnOutage(t *testing.T) {
 func TestTryLockTellsTheOutageWithTheContext(t *testing.T) {
 	w := goredisWorld(t)
 	p := redistest.NewProxy(t, w.server.Addr())
-	c := w.clientAt(t, p.Addr())
+	// The client's own timeout is far, so that it is ctx which ends the call.
+	c := w.special(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = p.Addr(), 20*time.Second }, nil)
 	require.NoError(t, c.Ping(within(t)))
 	p.BlackHole(true)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)

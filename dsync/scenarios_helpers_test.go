@@ -277,8 +277,21 @@ func (w *world) special(t testing.TB, gr func(*redis.Options), ru func(*rueidis.
 	return clientOf(t, rueidisdriver.New(c), c.Close)
 }
 
+// orders returns the lines that the test tells its child. The process ends with the test, even if that was killed.
+func orders() <-chan string {
+	lines := make(chan string, 10)
+	go func() { // ends with the process
+		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+			lines <- in.Text()
+		}
+		os.Exit(1)
+	}()
+	return lines
+}
+
 // childSpin locks and unlocks names in turn, for ever. It says so once it has begun.
 func childSpin(args []string) {
+	orders()
 	c := childClient(args)
 	for i := 0; ; i++ {
 		mu := dsync.NewMutex(c, fmt.Sprintf("spin-%d", i%atoi(args[2])), dsync.WithTTL(300*time.Millisecond))
@@ -293,6 +306,7 @@ func childSpin(args []string) {
 
 // childLose locks, says when the hold is lost, and unlocks when told anything.
 func childLose(args []string) {
+	told := orders()
 	mu := dsync.NewMutex(childClient(args), args[2], dsync.WithTTL(500*time.Millisecond))
 	if err := mu.Lock(context.Background()); err != nil {
 		panic(err)
@@ -300,12 +314,13 @@ func childLose(args []string) {
 	fmt.Println("held", mu.Fence())
 	<-mu.Lost()
 	fmt.Println("gone")
-	bufio.NewScanner(os.Stdin).Scan()
+	<-told
 	fmt.Println("unlocked", mu.Unlock(context.Background()))
 }
 
 // childCrowd waits for one name as many processes would.
 func childCrowd(args []string) {
+	orders()
 	var wg sync.WaitGroup
 	for range atoi(args[3]) {
 		mu := dsync.NewMutex(childClient(args), args[2], dsync.WithTTL(10*time.Minute))
