@@ -190,7 +190,8 @@ func (p *Proxy) CutClients() {
 // CutAll resets every connection on both sides. Bytes in the proxy are lost, and the server may drop what it has not read yet.
 func (p *Proxy) CutAll() { p.change(func() { p.eachLocked(p.killLocked) }) }
 
-// BlackHole swallows all bytes both ways while on. Connections stay open, and new ones are accepted.
+// BlackHole swallows all bytes both ways while on. Connections stay open, and new ones are accepted. What was swallowed is
+// missing afterwards: a pipelining client then takes replies for those of other requests, so end it with CutAll.
 func (p *Proxy) BlackHole(on bool) { p.change(func() { p.blackHole = on }) }
 
 // DropUp swallows the bytes from clients while on.
