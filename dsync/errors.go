@@ -50,7 +50,8 @@ var (
 	errUnmade = fmt.Errorf("%w: the value was not made by its constructor", ErrInvalidOption)
 )
 
-// Error tells which operation failed, on what. Every error of this package's methods is one.
+// Error tells which operation failed, on what. Every error of this package's methods is one, but for what Do and
+// TryDo pass on from their function.
 type Error struct {
 	Op   string // such as "Lock"
 	Kind string // such as "mutex"; "client" for methods of Client

@@ -83,8 +83,8 @@ func (m *Mutex) Unlock(ctx context.Context) error {
 // Do calls fn while the mutex is held. The context of fn is derived from ctx, ends with the cause [ErrLost] when the lease is lost and [ErrClosed] when
 // the client is closed, and carries the fencing token for [Fence].
 //
-// Do returns the error of fn as it is, joined with ErrLost if the lease was lost before fn returned, or the error of Lock, an [*Error]: then fn was
-// not called. A release that stays unconfirmed is logged and told to the hooks, and is not an error of Do. If fn panics or calls runtime.Goexit, the
+// Do returns the error of fn as it is, joined with ErrLost if the lease was lost before fn returned, or the error of Lock, and then fn was not called.
+// The error alone does not tell which: have fn note that it ran, if that matters. A release that stays unconfirmed is logged and told to the hooks, and is not an error of Do. If fn panics or calls runtime.Goexit, the
 // mutex is released and the panic goes on.
 //
 // The one ctx bounds the wait and the section. Where a caller may stop waiting but must not break off the section, use Lock with its context, and
